@@ -72,7 +72,7 @@ class MAGRPOConfig:
     temperature: Positive = _setting(1.0, "sampling temperature; the learner divides its logits by it too")
     top_p: Annotated[float, Field(gt=0, le=1)] = _setting(1.0, "nucleus sampling; 1 samples from the whole policy")
     top_k: Count | None = _setting(None, "sample from the k likeliest tokens; none samples from the whole policy")
-    max_prompt_length: Count | None = _setting(None, "longest prompt accepted, in tokens (default: what fits the model)")
+    max_prompt_length: Count | None = _setting(None, "longest prompt accepted, in tokens (default: what fits)")
 
     rollout_workers: Annotated[int, Field(ge=0)] | None = _setting(
         None, "Ray actors that generate (default: one per agent, as far as the cores go); 0 runs in this process"
@@ -104,7 +104,7 @@ class MAGRPOConfig:
     weight_decay: NonNegative = _setting(0.0, "AdamW weight decay")
 
     seed: Annotated[int, Field(ge=0, lt=2**63)] = _setting(42, "seed of the run; every completion derives its own")
-    output_dir: Annotated[str, Field(min_length=1)] = _setting("magrpo_output", "folder of metrics, curve and run files")
+    output_dir: Annotated[str, Field(min_length=1)] = _setting("magrpo_output", "folder of metrics and curve")
 
     def __new__(cls, *args: Any, **kwargs: Any) -> MAGRPOConfig:
         known = [f.name for f in fields(cls)]

@@ -14,7 +14,6 @@ from common.types import Prompt
 Formatter = Callable[[dict[str, Any]], str]
 
 
-
 def resolve_formatters(formatters: Formatter | Sequence[Formatter] | None, num_agents: int) -> list[Formatter] | None:
     """One formatter per agent, or none where the row's `prompt` is used as it is.
 

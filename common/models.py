@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from huggingface_hub import HfApi, try_to_load_from_cache
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -20,7 +21,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from common.errors import ConfigurationError, ModelError
+from common.errors import ConfigurationError, ModelError, shown
 from common.types import Weights
 from common.weights import load_into, pack
 
@@ -97,9 +98,7 @@ def resolve_agents(
             )
         agents = [agent_model] * (2 if num_agents is None else num_agents)
     elif isinstance(agents, (str, PreTrainedModel)) or not isinstance(agents, Sequence):
-        raise ConfigurationError(
-            f"agents must be a list with a model or a name per agent, got {type(agents).__name__}"
-        )
+        raise ConfigurationError(f"agents must be a list with a model or a name per agent, got {type(agents).__name__}")
     elif agent_model is not None:
         raise ConfigurationError("give either agents or agent_model, not both")
     if num_agents is not None and num_agents != len(agents):
@@ -134,7 +133,8 @@ def describe_agent(source: str | PreTrainedModel) -> AgentModel:
             del config.quantization_config
         weights = pack(source.named_parameters())
         return AgentModel(None, config, copy.deepcopy(source.generation_config), type(source), weights)
-    config = _read(AutoConfig.from_pretrained, source, "config.json")
+    check_model_name(source)
+    config = _read(AutoConfig.from_pretrained, source, "configuration")
     if type(config) not in AutoModelForCausalLM._model_mapping:
         raise ModelError(f"{source!r} is a {config.model_type} model, which is not a causal language model")
     try:
@@ -142,6 +142,30 @@ def describe_agent(source: str | PreTrainedModel) -> AgentModel:
     except OSError:
         generation_config = GenerationConfig.from_model_config(config)
     return AgentModel(source, config, generation_config)
+
+
+def check_model_name(name: str) -> None:
+    """Refuse a name that is neither a model folder nor a model that the hub, or its cache here, has.
+
+    Raises:
+        ModelError: it is neither.
+    """
+    if os.path.isdir(name):
+        if not os.path.isfile(os.path.join(name, "config.json")):
+            raise ModelError(f"the folder {name!r} has no config.json: give a folder written by save_pretrained")
+        return
+    if not _HUB_NAME.fullmatch(name) or name.startswith("."):
+        raise ModelError(f"there is no model folder {name!r} (looked from {os.getcwd()!r}): check the path")
+    if isinstance(try_to_load_from_cache(name, "config.json"), str):
+        return
+    try:
+        HfApi().model_info(name, timeout=10)
+    except Exception as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ModelError(
+            f"the model {name!r} is neither a folder (looked from {os.getcwd()!r}), nor in the cache, nor to be had "
+            f"from the hub ({reason}): check the name, or give a folder written by save_pretrained"
+        ) from None
 
 
 def resolve_tokenizers(
@@ -181,17 +205,15 @@ def _tokenizer_beside(agent: int, source: str | PreTrainedModel) -> PreTrainedTo
     name = source if isinstance(source, str) else source.config._name_or_path
     if not name:
         raise ConfigurationError(f"agents[{agent}] is a model without a name: pass its tokenizer as `tokenizer`")
+    check_model_name(name)
     return _read(AutoTokenizer.from_pretrained, name, "tokenizer")
 
 
 def _read(loader: Any, name: str, what: str, **arguments: Any) -> Any:
-    if not os.path.isdir(name) and not _HUB_NAME.fullmatch(name):
-        raise ModelError(f"there is no model folder {name!r} (looked in {os.getcwd()!r}): check the path")
     try:
         return loader(name, **arguments)
     except (OSError, ValueError, KeyError, ImportError) as error:
-        where = f"folder {name!r}" if os.path.isdir(name) else f"{name!r} (no folder here, so read from the hub)"
         raise ModelError(
-            f"the {what} of model {where} cannot be read: {str(error).strip()[:600]}. Give a folder written by "
-            "save_pretrained, or a hub name that this machine can reach or has in its cache"
+            f"the {what} of model {name!r} cannot be read: {shown(str(error).strip(), 600)}. A model folder is what "
+            "save_pretrained writes"
         ) from None

@@ -44,7 +44,7 @@ def check_wandb_login() -> None:
     """
     import wandb
 
-    if os.environ.get("WANDB_MODE", "online") in ("online", "shared") and not wandb.api.api_key:
+    if os.environ.get("WANDB_MODE", "online") in ("online", "shared") and not wandb.login(prompt=False):
         raise ConfigurationError(
             "W&B is asked for but nobody is logged in: run `wandb login`, set WANDB_API_KEY, or set WANDB_MODE=offline "
             "to keep the run on this machine"

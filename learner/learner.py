@@ -132,7 +132,11 @@ class Learner:
 
     def _check(self, agent: int, report: GradientReport, rollout: RolloutBatch, fresh: bool) -> None:
         distance = report.distances_N.mean().item()
-        for name, value in (("loss", report.loss), ("gradient norm", report.grad_norm), ("log-prob distance", distance)):
+        for name, value in (
+            ("loss", report.loss),
+            ("gradient norm", report.grad_norm),
+            ("log-prob distance", distance),
+        ):
             if not np.isfinite(value):
                 raise LearnerError(
                     f"the {name} of agent {agent} is {value} at step {self.version + 1} (prompts "

@@ -118,7 +118,11 @@ class Policy:
         if self._plain_head:
             head = self.model.get_output_embeddings()
             logprobs_N, entropies_N = token_logprobs(
-                outputs_NX.to(self._dtype), head.weight, getattr(head, "bias", None), targets_N, self._config.temperature
+                outputs_NX.to(self._dtype),
+                head.weight,
+                getattr(head, "bias", None),
+                targets_N,
+                self._config.temperature,
             )
         else:
             log_softmax_NV = (outputs_NX.float() / self._config.temperature).log_softmax(-1)

@@ -207,9 +207,7 @@ class MAGRPOTrainer:
         return metrics
 
     def _push_weights(self) -> None:
-        weights_A = [
-            self._learner.submit("weights", agent, self.rollout_dtype) for agent in range(self.num_agents)
-        ]
+        weights_A = [self._learner.submit("weights", agent, self.rollout_dtype) for agent in range(self.num_agents)]
         self._pool.update_weights(weights_A, version=self._step)
 
     def _trained_weights(self, agent: int) -> Weights:

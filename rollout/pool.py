@@ -23,9 +23,7 @@ class RolloutPool:
         timeout: limit of every wait, in seconds.
     """
 
-    def __init__(
-        self, runtime: Runtime, plan: Plan, backend: str, specs: Sequence[EngineSpec], timeout: float
-    ) -> None:
+    def __init__(self, runtime: Runtime, plan: Plan, backend: str, specs: Sequence[EngineSpec], timeout: float) -> None:
         self._runtime = runtime
         self._timeout = timeout
         self._max_new_tokens = specs[0].sampling.max_new_tokens
