@@ -3,6 +3,7 @@
 Neither sees the other's text. The reward looks at lengths only, not at what the stories are like.
 """
 
+import dataclasses
 import math
 import sys
 from dataclasses import dataclass, field
@@ -69,14 +70,18 @@ def parse_arguments() -> tuple[ExampleArguments, MAGRPOConfig]:
         max_new_tokens=128,
         output_dir="./magrpo_multi_reward_output",
     )
-    if "--local" in sys.argv:
-        parser.set_defaults(rollout_workers=0)
-    return parser.parse_args_into_dataclasses()
+    arguments, config = parser.parse_args_into_dataclasses()
+    if not arguments.local:
+        return arguments, config
+    if config.rollout_workers:
+        parser.error(f"--local runs without workers: leave out --rollout-workers {config.rollout_workers}")
+    return arguments, dataclasses.replace(config, rollout_workers=0)
 
 
 def main() -> None:
     """Train, save, and say where everything is."""
     arguments, config = parse_arguments()
+    wandb_config = {"project": arguments.wandb_project, "entity": arguments.wandb_entity}
     trainer = MAGRPOTrainer(
         agent_model=packaged_model() if arguments.model == PACKAGED_MODEL else arguments.model,
         num_agents=2,
@@ -84,9 +89,7 @@ def main() -> None:
         reward_processor=RewardProcessors.scale(factor=100.0),
         args=config,
         train_dataset=Dataset.from_dict({"prompt": PROMPTS}),
-        wandb_config={"project": arguments.wandb_project, "entity": arguments.wandb_entity}
-        if arguments.wandb
-        else None,
+        wandb_config=wandb_config if arguments.wandb else None,
     )
     result = trainer.train()
     models = f"{config.output_dir}/models"

@@ -1,4 +1,4 @@
-"""The learner: scores joint completions, and steps every agent's policy. Plain, so that it runs with and without Ray."""
+"""The learner: scores joint completions, and steps every agent's policy, with Ray around it or without."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _DISTANCE_LIMIT_16_BIT = 0.2
 
 @dataclass(frozen=True)
 class LearnerSpec:
-    """What a learner is built from: the agents' models, the reward, and the run's configuration with dtypes resolved."""
+    """What a learner is built from: the agents' models, the reward, the configuration, and the dtypes `auto` became."""
 
     models: tuple[AgentModel, ...]
     reward_func: RewardFunction
