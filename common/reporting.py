@@ -72,9 +72,9 @@ class Reporter:
         self.history: list[dict[str, Any]] = []
 
     def __enter__(self) -> Reporter:
+        self._wandb_run = self._start_wandb()
         (self._folder / "config.json").write_text(json.dumps(asdict(self._config), indent=2) + "\n")
         self._file = open(self._free_metrics_file(), "x", encoding="utf-8")
-        self._wandb_run = self._start_wandb()
         self._bar = tqdm(total=self._total_steps, desc="training", unit="step", disable=not sys.stderr.isatty())
         return self
 
@@ -143,7 +143,13 @@ class Reporter:
         import wandb
 
         arguments = {"project": "magrpo", "dir": str(self._folder), **self._wandb_config}
-        return wandb.init(config=asdict(self._config), **arguments)
+        try:
+            return wandb.init(config=asdict(self._config), **arguments)
+        except (wandb.Error, TypeError) as error:
+            raise ConfigurationError(
+                f"the W&B run did not start: {error}. Check wandb_config, the login and the network, or set "
+                "WANDB_MODE=offline"
+            ) from error
 
 
 def plot_rewards(history: list[dict[str, Any]], path: Path) -> None:
