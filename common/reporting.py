@@ -86,7 +86,15 @@ class Reporter:
         if self._wandb_run is not None:
             self._wandb_run.finish(exit_code=0 if error_type is None else 1)
         if self.history:
-            plot_rewards(self.history, self._folder / "reward_curve.png")
+            curve = self._folder / "reward_curve.png"
+            plot_rewards(self.history, curve)
+            first, last = self.history[0], self.history[-1]
+            print(
+                f"mean reward {first['reward_mean']:.3f} in step {first['step']}, {last['reward_mean']:.3f} in step "
+                f"{last['step']}; metrics in {self._folder / 'metrics.jsonl'}, reward curve in {curve}",
+                file=sys.stderr,
+                flush=True,
+            )
 
     def record(self, step: int, epoch: int, metrics: StepMetrics, seconds: dict[str, float]) -> None:
         """Write one step's record, and show it."""

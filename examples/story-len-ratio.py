@@ -79,7 +79,7 @@ def parse_arguments() -> tuple[ExampleArguments, MAGRPOConfig]:
 
 
 def main() -> None:
-    """Train, save, and say where everything is."""
+    """Train and save."""
     arguments, config = parse_arguments()
     wandb_config = {"project": arguments.wandb_project, "entity": arguments.wandb_entity}
     trainer = MAGRPOTrainer(
@@ -91,17 +91,8 @@ def main() -> None:
         train_dataset=Dataset.from_dict({"prompt": PROMPTS}),
         wandb_config=wandb_config if arguments.wandb else None,
     )
-    result = trainer.train()
-    models = f"{config.output_dir}/models"
-    trainer.save_model(models)
-    trainer.close()
-    print(
-        f"mean reward: {result.first_reward:.3f} in the first step, {result.last_reward:.3f} in the last "
-        f"({result.global_step} steps)\n"
-        f"models:       {models}/agent_0, {models}/agent_1\n"
-        f"metrics:      {config.output_dir}/metrics.jsonl\n"
-        f"reward curve: {config.output_dir}/reward_curve.png"
-    )
+    trainer.train()
+    trainer.save_model(f"{config.output_dir}/models")
 
 
 if __name__ == "__main__":

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import sys
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,14 +15,14 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from common.config import MAGRPOConfig
 from common.data import Formatter, build_prompts, count_steps, resolve_formatters, rollout_schedule
-from common.errors import ConfigurationError, ModelError
 from common.metrics import StepMetrics
-from common.models import AgentModel, describe_agent, resolve_agents, resolve_tokenizers, stop_token_ids
-from common.reporting import Reporter, check_output_dir, check_wandb_login
-from common.rewards import RewardFunction, RewardProcessor, check_reward_signature
+from common.models import describe_agent, resolve_agents, resolve_tokenizers, stop_token_ids
+from common.reporting import Reporter, check_output_dir
+from common.rewards import RewardFunction, RewardProcessor
 from common.seeds import request_seed
 from common.types import GroupRequest, RolloutBatch, Sampling, Weights
 from common.weights import load_into
+from learner.checks import check_arguments, check_vocabularies, prompt_limit, refuse_unsupported, warn_about_choices
 from learner.learner import Learner, LearnerSpec
 from rollout.engine import EngineSpec, resolve_backend, resolve_dtype
 from rollout.placement import Plan, plan_resources
@@ -85,11 +85,13 @@ class MAGRPOTrainer:
         train_dataset: Any = None,
         tokenizer: PreTrainedTokenizerBase | Sequence[PreTrainedTokenizerBase] | None = None,
         wandb_config: dict[str, Any] | None = None,
+        **unsupported: Any,
     ) -> None:
+        refuse_unsupported(unsupported)
         self.args = MAGRPOConfig() if args is None else args
         sources = resolve_agents(agents, agent_model, num_agents)
         self.num_agents = len(sources)
-        _check_arguments(self.args, self.num_agents, reward_func, reward_processor, wandb_config)
+        check_arguments(self.args, self.num_agents, reward_func, reward_processor, wandb_config)
         resolved_formatters = resolve_formatters(formatters, self.num_agents)
         self.output_dir = check_output_dir(self.args.output_dir)
         self.backend = resolve_backend(self.args.rollout_backend)
@@ -97,9 +99,9 @@ class MAGRPOTrainer:
 
         self.tokenizers = resolve_tokenizers(tokenizer, sources)
         models = [describe_agent(source) for source in sources]
-        self._limits = [_prompt_limit(agent, model, self.args) for agent, model in enumerate(models)]
-        self._prompts = build_prompts(train_dataset, resolved_formatters, self.tokenizers, self._limits)
-        self._check_vocabularies(models)
+        limits = [prompt_limit(agent, model, self.args) for agent, model in enumerate(models)]
+        self._prompts = build_prompts(train_dataset, resolved_formatters, self.tokenizers, limits)
+        check_vocabularies(models, self._prompts)
 
         self.total_steps = count_steps(
             len(self._prompts), self.args.rollout_buffer_size, self.args.prompts_per_step, self.args.num_train_epochs
@@ -121,7 +123,7 @@ class MAGRPOTrainer:
         self._pool = None
         self._step = 0
         self._rollouts = 0
-        _say_what_has_no_effect(self.args, reward_processor, self._models, self.tokenizers)
+        warn_about_choices(self.args, reward_processor, self._models, self.tokenizers)
 
     def train(self) -> TrainOutput:
         """Run every epoch; the trained weights stay with the learner, and go into the model objects that were given.
@@ -169,6 +171,7 @@ class MAGRPOTrainer:
             load_into(trained, self._trained_weights(agent))
             trained.save_pretrained(folder)
             tokenizer.save_pretrained(folder)
+            print(f"agent {agent}: model saved in {folder}", file=sys.stderr)
 
     def close(self) -> None:
         """End the learner and the workers, and Ray where it was started here. Weights that were not saved are gone."""
@@ -267,72 +270,6 @@ class MAGRPOTrainer:
             )
             for agent, (model, tokenizer) in enumerate(zip(self._models, self.tokenizers, strict=True))
         ]
-
-    def _check_vocabularies(self, models: list[AgentModel]) -> None:
-        for agent, model in enumerate(models):
-            largest = max(max(prompt.token_ids_A[agent]) for prompt in self._prompts)
-            if largest >= model.vocab_size:
-                raise ModelError(
-                    f"the tokenizer of agent {agent} gives token {largest}, but its model has {model.vocab_size} "
-                    "embeddings: pass the tokenizer that belongs to the model, or call "
-                    "model.resize_token_embeddings(len(tokenizer)) first"
-                )
-
-
-def _check_arguments(
-    config: MAGRPOConfig,
-    num_agents: int,
-    reward_func: RewardFunction | None,
-    reward_processor: RewardProcessor | None,
-    wandb_config: dict[str, Any] | None,
-) -> None:
-    if not isinstance(config, MAGRPOConfig):
-        raise ConfigurationError(f"args must be a MAGRPOConfig, got {type(config).__name__}")
-    check_reward_signature(reward_func, num_agents)
-    if reward_processor is not None and not callable(reward_processor):
-        raise ConfigurationError(f"reward_processor must be callable, got {type(reward_processor).__name__}")
-    if wandb_config is not None:
-        if not isinstance(wandb_config, dict):
-            raise ConfigurationError(f"wandb_config must be a dictionary, got {type(wandb_config).__name__}")
-        check_wandb_login()
-
-
-def _prompt_limit(agent: int, model: AgentModel, config: MAGRPOConfig) -> int:
-    """The longest prompt an agent can take, in tokens."""
-    if model.context_length is None:
-        return config.max_prompt_length or 2**31
-    room = model.context_length - config.max_new_tokens
-    if room < (config.max_prompt_length or 1):
-        raise ConfigurationError(
-            f"max_new_tokens={config.max_new_tokens} and max_prompt_length={config.max_prompt_length} do not fit the "
-            f"{model.context_length} positions of agent {agent}'s model: lower them"
-        )
-    return config.max_prompt_length or room
-
-
-def _say_what_has_no_effect(
-    config: MAGRPOConfig,
-    reward_processor: RewardProcessor | None,
-    models: Sequence[AgentModel],
-    tokenizers: Sequence[PreTrainedTokenizerBase],
-) -> None:
-    if config.advantage_normalization and (config.advantage_mode != "mean" or reward_processor is not None):
-        warnings.warn(
-            "advantages are normalised per group, so advantage_mode makes no difference, and a reward processor that "
-            "scales or shifts makes none either (advantage_normalization=False would change that)",
-            stacklevel=3,
-        )
-    if config.truncates_sampling:
-        warnings.warn(
-            "top_p or top_k samples from a part of the policy, but its whole gradient is taken: importance weights are "
-            "1 and the log-prob distance is reported without a limit",
-            stacklevel=3,
-        )
-    for agent, (model, tokenizer) in enumerate(zip(models, tokenizers, strict=True)):
-        if not stop_token_ids(model, tokenizer):
-            warnings.warn(
-                f"agent {agent} has no end-of-sequence token, so every completion runs to max_new_tokens", stacklevel=3
-            )
 
 
 def _stopwatch() -> Callable[[], float]:

@@ -14,7 +14,6 @@ import torch
 from common.errors import ActorError, MAGRPOError, ResourceError
 from rollout.placement import Cluster
 
-
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _ACTOR_ENVIRONMENT = {
     # glibc keeps large blocks instead of returning them: an update then takes a twentieth of the page faults.
