@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import typing
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -20,8 +21,8 @@ def argument_parser(*dataclasses: type, **settings: Any) -> HfArgumentParser:
     """
     parser = HfArgumentParser(list(dataclasses), **settings)
     for dataclass in dataclasses:
-        for name, field in dataclass.__dataclass_fields__.items():
-            if "None" in str(field.type):
+        for name, annotation in typing.get_type_hints(dataclass).items():
+            if type(None) in typing.get_args(annotation):
                 _accept_none(parser, name)
     return parser
 

@@ -22,6 +22,8 @@ def resolve_formatters(formatters: Formatter | Sequence[Formatter] | None, num_a
     """
     if formatters is None:
         return None
+    if not callable(formatters) and not isinstance(formatters, (list, tuple)):
+        raise ConfigurationError(f"formatters must be a function or one per agent, got {type(formatters).__name__}")
     resolved = [formatters] * num_agents if callable(formatters) else list(formatters)
     if len(resolved) != num_agents:
         raise ConfigurationError(f"formatters has {len(resolved)} entries for {num_agents} agents: give one per agent")
@@ -69,10 +71,12 @@ def count_steps(num_prompts: int, prompts_per_rollout: int, prompts_per_step: in
 def _sized_rows(dataset: Any) -> Any:
     if dataset is None:
         raise DataError("train_dataset is missing: give a datasets.Dataset or a list of rows with a `prompt`")
-    if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__") or isinstance(dataset, (str, dict)):
+    sized = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
+    if not sized or isinstance(dataset, (str, dict)) or hasattr(dataset, "iloc"):
         raise DataError(
             f"train_dataset is a {type(dataset).__name__}: give a datasets.Dataset (one split, not streaming) or a "
-            "list of dictionaries; a stream becomes one with Dataset.from_list(list(stream.take(n)))"
+            "list of dictionaries; a stream becomes one with Dataset.from_list(list(stream.take(n))), a table with "
+            "Dataset.from_pandas(table)"
         )
     if len(dataset) == 0:
         raise DataError("train_dataset has no rows")
@@ -119,6 +123,7 @@ def _tokenize(text: Any, tokenizer: PreTrainedTokenizerBase, limit: int, what: s
     if not text.strip():
         raise DataError(f"{what} is empty ({text!r}): remove the row or give it a text")
     try:
+        text.encode()
         ids = tokenizer(text, verbose=False)["input_ids"]
     except UnicodeEncodeError as error:
         raise DataError(f"{what} cannot be encoded ({error.reason}): {shown(text)}") from None

@@ -23,7 +23,7 @@ from transformers import (
 
 from common.errors import ConfigurationError, ModelError, shown
 from common.types import Weights
-from common.weights import load_into, pack
+from common.weights import load_into, named_state, pack
 
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
@@ -38,6 +38,7 @@ class AgentModel:
         generation_config: its generation configuration.
         model_class: the class of the object, or None where it came by name.
         weights: the weights the object had in memory, or None where it came by name.
+        frozen: names of the object's parameters that do not require a gradient, and are not trained.
     """
 
     name: str | None
@@ -45,6 +46,7 @@ class AgentModel:
     generation_config: GenerationConfig
     model_class: type[PreTrainedModel] | None = None
     weights: Weights | None = None
+    frozen: frozenset[str] = frozenset()
 
     @property
     def context_length(self) -> int | None:
@@ -63,9 +65,20 @@ class AgentModel:
             ModelError: its files cannot be read where this is called.
         """
         if self.weights is None:
-            return _read(AutoModelForCausalLM.from_pretrained, self.name, "weights", dtype=torch.float32)
+            model, found = _read(
+                AutoModelForCausalLM.from_pretrained,
+                self.name,
+                "weights",
+                dtype=torch.float32,
+                output_loading_info=True,
+            )
+            if found["missing_keys"]:
+                raise ModelError(f"the weights of model {self.name!r} lack {shown(sorted(found['missing_keys']), 600)}")
+            return model
         model = self.empty()
         load_into(model, self.weights)
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(name not in self.frozen)
         return model
 
     def empty(self) -> PreTrainedModel:
@@ -90,8 +103,10 @@ def resolve_agents(
     Raises:
         ConfigurationError: nothing is given, or what is given contradicts itself.
     """
+    if num_agents is not None and (not isinstance(num_agents, int) or num_agents < 1):
+        raise ConfigurationError(f"num_agents={num_agents!r} is not allowed: it must be an integer from 1")
     if agents is None:
-        if not isinstance(agent_model, str):
+        if not isinstance(agent_model, (str, os.PathLike)):
             raise ConfigurationError(
                 f"agent_model must be the name or folder that every agent starts from, got {agent_model!r}; models "
                 "that are in memory go into `agents`, one per agent"
@@ -131,12 +146,17 @@ def describe_agent(source: str | PreTrainedModel) -> AgentModel:
         config.architectures = [type(source).__name__]
         if hasattr(config, "quantization_config"):
             del config.quantization_config
-        weights = pack(source.named_parameters())
-        return AgentModel(None, config, copy.deepcopy(source.generation_config), type(source), weights)
+        frozen = frozenset(name for name, p in source.named_parameters() if not p.requires_grad)
+        if len(frozen) == len(dict(source.named_parameters())):
+            raise ModelError(f"no parameter of the {type(source).__name__} requires a gradient: nothing can be trained")
+        weights = pack(named_state(source).items())
+        return AgentModel(None, config, copy.deepcopy(source.generation_config), type(source), weights, frozen)
     check_model_name(source)
     config = _read(AutoConfig.from_pretrained, source, "configuration")
     if type(config) not in AutoModelForCausalLM._model_mapping:
         raise ModelError(f"{source!r} is a {config.model_type} model, which is not a causal language model")
+    if getattr(config, "quantization_config", None):
+        raise ModelError(f"{source!r} has quantised weights: give the model without quantisation to train it")
     try:
         generation_config = GenerationConfig.from_pretrained(source)
     except OSError:
@@ -212,7 +232,7 @@ def _tokenizer_beside(agent: int, source: str | PreTrainedModel) -> PreTrainedTo
 def _read(loader: Any, name: str, what: str, **arguments: Any) -> Any:
     try:
         return loader(name, **arguments)
-    except (OSError, ValueError, KeyError, ImportError) as error:
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
         raise ModelError(
             f"the {what} of model {name!r} cannot be read: {shown(str(error).strip(), 600)}. A model folder is what "
             "save_pretrained writes"

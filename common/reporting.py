@@ -29,9 +29,9 @@ def check_output_dir(folder: str | Path) -> Path:
         path.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path):
             pass
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise ConfigurationError(
-            f"the folder {str(path)!r} cannot be written ({error.strerror}): choose another with output_dir"
+            f"the folder {str(path)!r} cannot be written ({error}): choose another with output_dir"
         ) from None
     return path
 
@@ -72,9 +72,9 @@ class Reporter:
         self.history: list[dict[str, Any]] = []
 
     def __enter__(self) -> Reporter:
-        self._wandb_run = self._start_wandb()
         (self._folder / "config.json").write_text(json.dumps(asdict(self._config), indent=2) + "\n")
         self._file = open(self._free_metrics_file(), "x", encoding="utf-8")
+        self._wandb_run = self._start_wandb()
         self._bar = tqdm(total=self._total_steps, desc="training", unit="step", disable=not sys.stderr.isatty())
         return self
 

@@ -125,6 +125,10 @@ def _as_number(value: Any, what: str, where: str) -> float:
     scalar = value.item() if _ndim(value) == 0 else value
     if not isinstance(scalar, numbers.Real):
         raise RewardError(f"{what} {shown(value)} ({type(value).__name__}) {where}: every reward must be a number")
-    if not math.isfinite(scalar):
-        raise RewardError(f"{what} {float(scalar)} {where}: every reward must be finite")
-    return float(scalar)
+    try:
+        number = float(scalar)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise RewardError(f"{what} {number} {where}: every reward must be finite")
+    return number

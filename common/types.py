@@ -92,7 +92,7 @@ class RolloutBatch:
 
 @dataclass(frozen=True)
 class Weights:
-    """A model's parameters by name, each once (tied ones under their first name).
+    """A model's parameters and saved buffers by name, each once (tied ones under their first name).
 
     Attributes:
         arrays: numpy arrays; 16-bit floats travel as their bit patterns, because numpy has no bfloat16.

@@ -36,15 +36,21 @@ def unpack(weights: Weights) -> Iterator[tuple[str, torch.Tensor]]:
         yield name, tensor.view(getattr(torch, weights.dtypes[name]))
 
 
+def named_state(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Parameters, each once, and the buffers that a saved model has."""
+    saved = model.state_dict().keys()
+    return dict(model.named_parameters()) | {name: b for name, b in model.named_buffers() if name in saved}
+
+
 def load_into(model: torch.nn.Module, weights: Weights) -> None:
-    """Copy the arrays into the parameters of the same names, cast to the parameters' dtypes.
+    """Copy the arrays into the model's tensors of the same names, cast to their dtypes.
 
     Raises:
-        KeyError: names of the arrays and of the parameters differ.
+        KeyError: names of the arrays and of the model's tensors differ.
     """
-    parameters = dict(model.named_parameters())
-    if parameters.keys() != weights.arrays.keys():
-        raise KeyError(f"weights and model differ in {sorted(parameters.keys() ^ weights.arrays.keys())[:5]}")
+    state = named_state(model)
+    if state.keys() != weights.arrays.keys():
+        raise KeyError(f"weights and model differ in {sorted(state.keys() ^ weights.arrays.keys())[:5]}")
     with torch.no_grad():
         for name, tensor in unpack(weights):
-            parameters[name].copy_(tensor)
+            state[name].copy_(tensor)

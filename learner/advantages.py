@@ -40,8 +40,9 @@ def group_advantages(rewards_PG: np.ndarray, mode: str, normalize: bool) -> np.n
         raise ValueError(f"unknown advantage mode {mode!r}")
     spread_P1 = has_spread(R)[:, None]
     if normalize:
-        centred = A - A.mean(1, keepdims=True)
-        return np.divide(centred, A.std(1, keepdims=True), out=np.zeros_like(A), where=spread_P1)
+        A = np.where(spread_P1, A - A.mean(1, keepdims=True), 0.0)
+        A = A / np.where(spread_P1, np.abs(A).max(1, keepdims=True), 1.0)  # so that squares neither vanish nor overflow
+        return A / np.where(spread_P1, A.std(1, keepdims=True), 1.0)
     return A if mode == "raw" else np.where(spread_P1, A, 0.0)
 
 

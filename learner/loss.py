@@ -75,5 +75,5 @@ def policy_gradient_loss(
     Returns:
         A scalar in float64. The losses of micro-batches add up to the loss of the step.
     """
-    terms_BT = torch.where(mask_BT, importance_BT * logprobs_BT, 0.0)
+    terms_BT = torch.where(mask_BT, importance_BT, 0.0) * torch.where(mask_BT, logprobs_BT, 0.0)
     return -(sequence_weights_B * advantages_B * terms_BT.double().sum(1)).sum()

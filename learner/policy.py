@@ -10,7 +10,7 @@ from transformers import PreTrainedModel, get_scheduler
 
 from common.config import MAGRPOConfig
 from common.types import Weights
-from common.weights import pack
+from common.weights import named_state, pack
 from learner.batching import MicroBatch, Sample, micro_batches
 from learner.logprobs import token_logprobs
 from learner.loss import importance_weights, policy_gradient_loss, sequence_weights, token_mask
@@ -47,7 +47,10 @@ class Policy:
         self._device = device
         self._dtype = getattr(torch, dtype)
         self._optimizer = torch.optim.AdamW(
-            model.parameters(), lr=config.agent_learning_rate, weight_decay=config.weight_decay, fused=True
+            [p for p in model.parameters() if p.requires_grad],
+            lr=config.agent_learning_rate,
+            weight_decay=config.weight_decay,
+            fused=True,
         )
         self._schedule = get_scheduler(
             config.lr_scheduler_type,
@@ -64,7 +67,7 @@ class Policy:
 
     def weights(self, dtype: str) -> Weights:
         """A copy of the parameters in `dtype`."""
-        return pack(self.model.named_parameters(), getattr(torch, dtype))
+        return pack(named_state(self.model).items(), getattr(torch, dtype))
 
     def compute_gradient(self, samples: list[Sample]) -> GradientReport:
         """Accumulate the gradient of the step's loss; the parameters do not change.
@@ -144,9 +147,12 @@ class Policy:
         if head is None or self.model.base_model is self.model:
             return False
         probe = torch.arange(4, device=self._device)[None]
-        hidden = self.model.base_model(input_ids=probe, use_cache=False).last_hidden_state
-        logits = self.model(input_ids=probe, use_cache=False).logits
-        return torch.allclose(head(hidden), logits, rtol=1e-4, atol=1e-4)
+        enlarged = head.register_forward_hook(lambda _module, _inputs, logits: logits * 1e4)  # a cap shows at any size
+        try:
+            hidden = self.model.base_model(input_ids=probe, use_cache=False).last_hidden_state
+            return torch.equal(head(hidden), self.model(input_ids=probe, use_cache=False).logits)
+        finally:
+            enlarged.remove()
 
     def _clip_gradient(self) -> float:
         limit = self._config.max_grad_norm or float("inf")

@@ -81,11 +81,11 @@ def plan_resources(
     share = _gpu_share(cluster.gpus, workers + 1)
     worker_gpus = share if gpus_per_worker is None else gpus_per_worker
     learner = share if learner_gpus is None else learner_gpus
-    asked = workers * worker_gpus + learner
-    if asked > cluster.gpus + 1e-6:
+    if not _gpus_fit([worker_gpus] * workers + [learner], cluster):
         raise ResourceError(
             f"{workers} rollout worker(s) with {worker_gpus:g} GPU(s) each and a learner with {learner:g} ask for "
-            f"{asked:g} GPU(s), but there are {cluster.gpus:g}: lower rollout_workers, gpus_per_rollout_worker or "
+            f"{workers * worker_gpus + learner:g} GPU(s), but there are {cluster.gpus:g} on {cluster.nodes} node(s), and "
+            "an actor takes whole GPUs of one node or a part of one: lower rollout_workers, gpus_per_rollout_worker or "
             "learner_gpus, or add GPUs"
         )
     if workers > slots:
@@ -93,9 +93,9 @@ def plan_resources(
             f"rollout_workers={workers} needs at least {workers} CPU core(s), one each, but there are "
             f"{cluster.cpus:g}: set rollout_workers to at most {slots}, or add nodes"
         )
-    cpus = math.floor(100 * cluster.cpus / (workers + 1)) / 100
     cores_per_node = cluster.cpus / cluster.nodes
     workers_per_node = math.ceil(workers / cluster.nodes)
+    cpus = math.floor(100 * cores_per_node / math.ceil((workers + 1) / cluster.nodes)) / 100
     return Plan(
         workers=workers,
         worker_cpus=cpus,
@@ -113,3 +113,21 @@ def _gpu_share(gpus: float, actors: int) -> float:
         return 0.0
     per_gpu = math.ceil(actors / gpus)
     return 1.0 if per_gpu <= 1 else math.floor(100 / per_gpu) / 100
+
+
+def _gpus_fit(claims: list[float], cluster: Cluster) -> bool:
+    """Whether claims, largest first, find whole GPUs of one node or a part of one GPU."""
+    free = [[1.0] * int(cluster.gpus // cluster.nodes) for _ in range(cluster.nodes)]
+    for claim in sorted((claim for claim in claims if claim > 0), reverse=True):
+        needed, part = (int(claim), 1.0) if claim >= 1 else (1, claim)
+        if claim > 1 and claim != needed:
+            return False
+        for node in free:
+            fitting = [gpu for gpu, left in enumerate(node) if left >= part - 1e-6]
+            if len(fitting) >= needed:
+                for gpu in fitting[:needed]:
+                    node[gpu] -= part
+                break
+        else:
+            return False
+    return True

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-import numpy as np
 import pytest
 
 from tests.builders import tiny_model
@@ -13,6 +12,7 @@ from tests.runs import PROMPTS, config, length_reward, trainer
 
 def run(folder, tokenizer, **changes):
     """The texts of every reward call in order, and the records of the steps."""
+    folder.mkdir(exist_ok=True)
     seen = folder / "texts.jsonl"
 
     def remembering_reward(*completions):
@@ -21,7 +21,7 @@ def run(folder, tokenizer, **changes):
         return length_reward(*completions)
 
     agents = [tiny_model(seed=0, tied=True), tiny_model(seed=1, tied=False)]
-    args = config(folder, num_train_epochs=2, rollout_backend="vllm", **changes)
+    args = config(folder, **{"num_train_epochs": 2, "rollout_backend": "vllm"} | changes)
     training = trainer(agents, tokenizer, args, reward_func=remembering_reward)
     history = training.train().history
     training.close()
@@ -50,16 +50,16 @@ def test_ray_workers_and_local_mode_make_the_same_run(reference, workers, tmp_pa
             assert record[f"agent_{agent}/logprob_distance_max"] < 1e-3
 
 
-def test_a_local_run_repeats_itself_and_another_seed_gives_another(reference, tmp_path, tokenizer):
-    texts, history = run(tmp_path, tokenizer, rollout_workers=0)
-    assert texts == reference[0]
-    losses = [[record[f"agent_{agent}/loss"] for agent in range(2)] for record in history]
-    np.testing.assert_allclose(
-        losses, [[record[f"agent_{agent}/loss"] for agent in range(2)] for record in reference[1]], atol=1e-6
+def test_a_run_repeats_itself_and_another_seed_gives_another(tmp_path, tokenizer):
+    """With the Hugging Face engine, too."""
+    (first, records), (second, same_records), (other, _) = (
+        run(tmp_path / name, tokenizer, rollout_backend="hf", seed=seed)
+        for name, seed in (("first", 42), ("second", 42), ("other", 43))
     )
-    other = tmp_path / "other"
-    other.mkdir()
-    assert run(other, tokenizer, rollout_workers=0, seed=43)[0][0] != texts[0]
+    assert first == second
+    for record, same in zip(records, same_records, strict=True):
+        assert record["agent_0/loss"] == pytest.approx(same["agent_0/loss"], abs=1e-6)
+    assert other[0] != first[0]
 
 
 def test_one_prompt_gets_other_completions_in_every_epoch(reference):

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import struct
+from collections.abc import Iterator
 
 import matplotlib.image
 import pytest
+import wandb
+from wandb.proto.wandb_internal_pb2 import Record
 
 from common.errors import RewardError
 from tests.builders import tiny_model
@@ -45,22 +49,35 @@ def run(folder, tokenizer, wandb_config=None, reward_func=None, **changes):
     return training.train()
 
 
-def offline_runs(folder) -> list[tuple[list[dict], list[int]]]:
-    """The history records and exit codes of every offline W&B run below a folder."""
-    from wandb.proto.wandb_internal_pb2 import Record
-    from wandb.sdk.internal.datastore import DataStore
+def records_of(path) -> Iterator[Record]:
+    """The records of an offline W&B file: LevelDB's log format behind a header of 7 bytes."""
+    data, whole = path.read_bytes(), b""
+    position, block = 7, 32768
+    while position + 7 <= len(data):
+        room = block - position % block
+        if room < 7:
+            position += room
+            continue
+        length, kind = struct.unpack_from("<HB", data, position + 4)
+        whole += data[position + 7 : position + 7 + length]
+        position += 7 + length
+        if kind in (1, 4):  # a whole record, or the last part of one
+            record = Record()
+            record.ParseFromString(whole)
+            yield record
+            whole = b""
 
+
+def offline_runs(folder) -> list[tuple[list[dict], list[int]]]:
+    """The history rows and exit codes of every offline W&B run below a folder."""
     runs = []
     for path in sorted(folder.rglob("*.wandb")):
-        store, rows, exits = DataStore(), [], []
-        store.open_for_scan(str(path))
-        while (data := store.scan_data()) is not None:
-            record = Record()
-            record.ParseFromString(data)
-            if record.WhichOneof("record_type") == "history":
+        rows, exits = [], []
+        for record in records_of(path):
+            if record.HasField("history"):
                 items = record.history.item
                 rows.append({item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in items})
-            if record.WhichOneof("record_type") == "exit":
+            elif record.HasField("exit"):
                 exits.append(record.exit.exit_code)
         runs.append((rows, exits))
     return runs
@@ -104,8 +121,6 @@ def test_wandb_gets_the_mean_over_the_logging_interval(tmp_path, tokenizer):
 
 
 def test_wandb_is_finished_as_failed_when_the_run_fails(tmp_path, tokenizer):
-    import wandb
-
     calls = []
 
     def reward_that_fails_later(first, second):
@@ -130,8 +145,6 @@ def test_an_api_key_is_never_written(tmp_path, tokenizer, monkeypatch):
 
 
 def test_saving_does_not_finish_a_wandb_run_of_the_user(tmp_path, tokenizer):
-    import wandb
-
     training = trainer([tiny_model()], tokenizer, config(tmp_path / "run"))
     training.train()
     own = wandb.init(project="mine", dir=str(tmp_path))

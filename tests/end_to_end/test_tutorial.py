@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from tests.builders import save_tiny_model
 from tests.processes import run_python, user_environment
 
-SCRIPT = '''
+SCRIPT = """
 import math
 from functools import partial
 from datasets import Dataset
@@ -92,7 +92,7 @@ trainer = MAGRPOTrainer(
 
 trainer.train()
 trainer.save_model(f"{output_dir}/models")
-'''
+"""
 
 
 def test_the_tutorial_runs_to_its_end(tmp_path):
