@@ -104,7 +104,7 @@ def resolve_agents(
         ConfigurationError: nothing is given, or what is given contradicts itself.
     """
     if num_agents is not None and (not isinstance(num_agents, int) or num_agents < 1):
-        raise ConfigurationError(f"num_agents={num_agents!r} is not allowed: it must be an integer from 1")
+        raise ConfigurationError(f"num_agents={num_agents!r} is not allowed: there must be at least one agent")
     if agents is None:
         if not isinstance(agent_model, (str, os.PathLike)):
             raise ConfigurationError(

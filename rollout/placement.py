@@ -84,9 +84,9 @@ def plan_resources(
     if not _gpus_fit([worker_gpus] * workers + [learner], cluster):
         raise ResourceError(
             f"{workers} rollout worker(s) with {worker_gpus:g} GPU(s) each and a learner with {learner:g} ask for "
-            f"{workers * worker_gpus + learner:g} GPU(s), but there are {cluster.gpus:g} on {cluster.nodes} node(s), and "
-            "an actor takes whole GPUs of one node or a part of one: lower rollout_workers, gpus_per_rollout_worker or "
-            "learner_gpus, or add GPUs"
+            f"{workers * worker_gpus + learner:g} GPU(s), but there are {cluster.gpus:g} on {cluster.nodes} node(s) "
+            "(an actor takes whole GPUs of one node, or a part of one): lower rollout_workers, gpus_per_rollout_worker "
+            "or learner_gpus, or add GPUs"
         )
     if workers > slots:
         raise ResourceError(

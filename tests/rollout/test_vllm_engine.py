@@ -125,16 +125,6 @@ def test_an_update_that_leaves_a_parameter_out_is_refused(engine):
     assert engine.weights_version is None
 
 
-def test_an_update_with_a_parameter_of_another_shape_is_refused(engine):
-    model = tiny_model()
-    shorter = ((name, parameter[..., :-1]) for name, parameter in model.named_parameters())
-    with pytest.raises(WeightTransferError):
-        engine.update_weights(pack(shorter), 1)
-    assert engine.weights_version is None
-    engine.update_weights(pack(model.named_parameters()), 2)
-    assert distance(engine.generate([group_request()])[0], model) < AGREE
-
-
 def test_a_request_gives_the_same_tokens_in_any_batch(engine):
     engine.update_weights(pack(tiny_model().named_parameters()), 0)
     alone = engine.generate([group_request()])[0]
@@ -207,17 +197,6 @@ def test_a_group_is_stamped_with_the_version_it_was_sampled_from(engine):
         assert engine.generate([group_request()])[0].weights_version == version
 
 
-def test_the_random_state_of_the_process_is_not_touched(engine):
-    """A user's own seed stays in force around an engine's work."""
-    weights = pack(tiny_model().named_parameters())
-    torch.manual_seed(0)
-    expected = torch.rand(3)
-    torch.manual_seed(0)
-    engine.update_weights(weights, 0)
-    engine.generate([group_request()])
-    assert torch.equal(torch.rand(3), expected)
-
-
 def test_16_bit_weights_arrive_as_their_bits(engines):
     """An engine in float32 that is sent bfloat16 holds exactly the rounded weights."""
     engine = engines["untied"]
@@ -226,3 +205,15 @@ def test_16_bit_weights_arrive_as_their_bits(engines):
     for parameter in model.parameters():
         parameter.data = parameter.data.bfloat16().float()
     assert distance(engine.generate([group_request()])[0], model) < AGREE
+
+
+def test_an_update_with_a_parameter_of_another_shape_is_refused(engines):
+    """And the next good update heals the engine."""
+    engine = engines["hot"]
+    model = tiny_model()
+    shorter = ((name, parameter[..., :-1]) for name, parameter in model.named_parameters())
+    with pytest.raises(WeightTransferError):
+        engine.update_weights(pack(shorter), 1)
+    assert engine.weights_version is None
+    engine.update_weights(pack(model.named_parameters()), 2)
+    assert distance(engine.generate([group_request()])[0], model, 1.4) < AGREE
