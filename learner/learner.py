@@ -18,9 +18,9 @@ from learner.batching import Sample
 from learner.policy import GradientReport, Policy
 
 # Mean |learner - engine| log-prob that the dtypes explain at temperature 1: float32 differs by about 1e-5, 16-bit
-# floats by a few hundredths.
+# floats by some hundredths (0.07 was seen with a 135M model, bfloat16 on both sides).
 _DISTANCE_LIMIT_FLOAT32 = 5e-3
-_DISTANCE_LIMIT_16_BIT = 0.2
+_DISTANCE_LIMIT_16_BIT = 0.3
 
 
 @dataclass(frozen=True)

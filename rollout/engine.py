@@ -104,7 +104,9 @@ def resolve_dtype(dtype: str) -> str:
         return dtype
     if torch.cuda.is_available():
         return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float32"
-    return "bfloat16" if torch.cpu._is_avx512_bf16_supported() else "float32"
+    capabilities = torch.cpu.get_capabilities()
+    native = any(capabilities.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
+    return "bfloat16" if native else "float32"
 
 
 def check_version(spec_agent: int, held: int | None, wanted: int) -> None:
