@@ -48,7 +48,8 @@ def cluster(tmp_path_factory):
     """The environment and dashboard address of a cluster with a token; everything it started ends with the test."""
     home = tmp_path_factory.mktemp("home")
     scratch = Path("/tmp") / f"ray-{os.getpid()}"
-    env = user_environment(home, RAY_AUTH_MODE="token")
+    activated = f"{RAY.parent}{os.pathsep}{os.environ['PATH']}"
+    env = user_environment(home, RAY_AUTH_MODE="token", PATH=activated)
     del env["RAY_ADDRESS"], env["PYTHONPATH"]
     port, dashboard, client, agent = free_ports(4)
     before = set(psutil.pids())
