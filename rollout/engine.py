@@ -13,6 +13,7 @@ from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from common.errors import RolloutError, WeightTransferError
 from common.types import Completion, Group, GroupRequest, Sampling, Weights
+from common.weights import named_state
 
 
 @dataclass(frozen=True)
@@ -119,6 +120,27 @@ def check_version(spec_agent: int, held: int | None, wanted: int) -> None:
         raise WeightTransferError(
             f"the engine of agent {spec_agent} holds weights version {held}, but version {wanted} was asked for: a "
             "weight update did not arrive"
+        )
+
+
+def weight_shapes(model: torch.nn.Module) -> dict[str, tuple[int, ...]]:
+    """The shape of everything an update of a model must bring, by name."""
+    return {name: tuple(tensor.shape) for name, tensor in named_state(model).items()}
+
+
+def check_weights(spec: EngineSpec, shapes: dict[str, tuple[int, ...]], weights: Weights, version: int) -> None:
+    """Refuse an update that is not exactly the model's, before anything of it is loaded.
+
+    Raises:
+        WeightTransferError: names or shapes differ.
+    """
+    brought = {name: array.shape for name, array in weights.arrays.items()}
+    differing = sorted(name for name in shapes.keys() | brought.keys() if shapes.get(name) != brought.get(name))
+    if differing:
+        name = differing[0]
+        raise WeightTransferError(
+            f"the engine of agent {spec.agent} did not take weights version {version}: {len(differing)} parameter(s) "
+            f"are not its model's, for instance {name!r} of shape {brought.get(name)} where it has {shapes.get(name)}"
         )
 
 

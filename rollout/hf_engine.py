@@ -6,10 +6,9 @@ import torch
 from transformers import AutoModelForCausalLM, LogitsProcessor, LogitsProcessorList
 from transformers.generation import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from common.errors import WeightTransferError
 from common.types import Group, GroupRequest, Sampling, Weights
 from common.weights import load_into
-from rollout.engine import EngineSpec, completion, group
+from rollout.engine import EngineSpec, check_weights, completion, group, weight_shapes
 
 
 class SeededSampler(LogitsProcessor):
@@ -85,12 +84,8 @@ class HFEngine:
             WeightTransferError: they are not this model's; the engine then holds no version.
         """
         self.weights_version = None
-        try:
-            load_into(self._model, weights)
-        except (KeyError, RuntimeError) as error:
-            raise WeightTransferError(
-                f"the engine of agent {self.spec.agent} did not take weights version {version}: {error}"
-            ) from error
+        check_weights(self.spec, weight_shapes(self._model), weights, version)
+        load_into(self._model, weights)
         self.weights_version = version
 
     def close(self) -> None:

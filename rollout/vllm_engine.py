@@ -13,12 +13,20 @@ os.environ.setdefault("VLLM_HOST_IP", "127.0.0.1")
 os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 
 import torch
+from transformers import AutoModelForCausalLM
 from vllm import LLM, SamplingParams
 from vllm.platforms import current_platform
 
 from common.errors import WeightTransferError
 from common.types import Group, GroupRequest, Weights
-from rollout.engine import EngineSpec, cache_bytes_per_token, completion, group
+from rollout.engine import (
+    EngineSpec,
+    cache_bytes_per_token,
+    check_weights,
+    completion,
+    group,
+    weight_shapes,
+)
 from rollout.weight_transfer import weight_transfer_config
 
 _CPU_CACHE_LIMIT = 4 * 2**30
@@ -30,6 +38,8 @@ class VLLMEngine:
     def __init__(self, spec: EngineSpec) -> None:
         self.spec = spec
         self.weights_version: int | None = None
+        with torch.device("meta"):
+            self._shapes = weight_shapes(AutoModelForCausalLM.from_config(spec.config))
         on_cpu = current_platform.is_cpu()
         with tempfile.TemporaryDirectory() as folder, _unpatched_torch():
             spec.config.save_pretrained(folder)
@@ -63,9 +73,10 @@ class VLLMEngine:
         """Load weights, drop keys and values of the old ones, then raise the version.
 
         Raises:
-            WeightTransferError: vLLM did not take them; the engine then holds no version.
+            WeightTransferError: they are not this model's, or vLLM did not take them; the engine then holds no version.
         """
         self.weights_version = None
+        check_weights(self.spec, self._shapes, weights, version)
         try:
             self._llm.collective_rpc("start_weight_update")
             self._llm.collective_rpc("update_weights", args=({"weights": weights},))
